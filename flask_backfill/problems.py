@@ -1,0 +1,82 @@
+"""Exception -> problem document (RFC 9457), and the guard that turns lock errors into our own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import wraps
+from http import HTTPStatus
+from typing import Any
+
+from flask import Response, current_app
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from .errors import BackfillError, DatabaseLocked, TryAgain
+from .locks import lock_family
+
+logger = logging.getLogger("flask_backfill")
+
+_SQLITE_DETAIL = (
+    "Database is locked: another connection was writing to this SQLite database for longer than this request may "
+    "wait. Nothing was changed, and the same request can be sent again. If this happens often, PostgreSQL or MySQL "
+    "takes concurrent writers better."
+)
+
+
+def problem_response(error: BackfillError, *, retry_after: int) -> Response:
+    """Answer an error.
+
+    :param retry_after: seconds that a client should wait after a 503.
+    """
+    document = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.detail,
+        **error.members,
+    }
+    response = Response(json.dumps(document), error.status, mimetype="application/problem+json")
+    if isinstance(error, TryAgain):
+        response.headers["Retry-After"] = str(retry_after)
+    return response
+
+
+def guard(view: Callable[..., Any], session: Callable[[], Session]) -> Callable[..., Response]:
+    """Make a view one transaction: commit where it answers 2xx, roll back where it does not.
+
+    The answer is complete before the commit, so that nothing after it can change what the client is told. A lock
+    error becomes ours, wherever it shows: in a decorator of the host's, in a SELECT, at COMMIT. Every other
+    exception goes on to the host's own handlers, untouched.
+    """
+
+    @wraps(view)
+    def guarded(**arguments: Any) -> Response:
+        try:
+            response = current_app.make_response(view(**arguments))
+            if 200 <= response.status_code < 300:
+                session().commit()
+            else:
+                _roll_back(session())
+        except DBAPIError as error:
+            _roll_back(session())
+            family = lock_family(error)
+            if family is None:
+                raise
+            raise DatabaseLocked(_SQLITE_DETAIL if family == "sqlite" else None) from error
+        except BaseException:
+            _roll_back(session())
+            raise
+        return response
+
+    return guarded
+
+
+def _roll_back(session: Session) -> None:
+    """Roll back. If that fails the connection is thrown away, and the first error still decides the answer."""
+    try:
+        session.rollback()
+    except Exception:
+        logger.exception("The rollback failed; the connection is discarded.")
+        session.invalidate()
