@@ -211,10 +211,12 @@ def _queue_task_instances(store: Store, prepared: Prepared, plan: Plan) -> None:
     for task in rowsets(dialect, {"task_id": sa.String(250)}, tasks, name="task"):
         for run in rowsets(dialect, {"logical_date": UTCDateTime()}, [(date,) for date in plan.to_run]):
             values = {"dag_run_id": store.models.DagRun.id, "task_id": task.c.task_id, "state": RunState.QUEUED}
+            # Every task with every run: always true, and a comparison, so that SQLAlchemy does not suspect a mistake.
+            every = run.c.logical_date.is_not(None) == task.c.task_id.is_not(None)
             store.upsert(
                 TaskInstance,
                 values,
-                _with_runs(store, prepared, run).join(task, sa.true()),
+                _with_runs(store, prepared, run).join(task, every),
                 key=("dag_run_id", "task_id"),
                 changed={"previous_state": TaskInstance.state, "state": RunState.QUEUED},
             )

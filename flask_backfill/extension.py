@@ -196,7 +196,7 @@ class FlaskBackfill:
             result = route.view(self, **arguments)
             reply = result if isinstance(result, Reply) else Reply(result, {})
             data = route.answer().dump(reply.data) if route.answer else reply.data
-            response = Response(json.dumps(data), mimetype="application/json")
+            response = Response(json.dumps(data) + "\n", mimetype="application/json")
             response.headers.update(reply.headers)
             return response
 

@@ -38,8 +38,7 @@ _ERRORS: dict[type[BackfillError], tuple[str, str, Any]] = {
     InvalidRequest: ("InvalidRequest", "The request is not valid; `errors` names the fields.", schemas.InvalidProblem),
     TryAgain: (
         "TryAgain",
-        "The database is locked, or the data changed meanwhile. Nothing was changed: the same request can be sent "
-        "again after `Retry-After` seconds.",
+        "The database is locked, or the data changed meanwhile. Nothing was changed: send the request again later.",
         schemas.Problem,
     ),
 }
@@ -62,8 +61,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "Idempotency-Key": {
         "in": "header",
-        "description": "Any text that is new for every backfill. The same key with the same body answers the backfill "
-        "that was made by it, so a request whose answer got lost can be sent again.",
+        "description": "Any text that is new for every backfill. The same key with the same body answers the "
+        "backfill that it made, so a request whose answer got lost can be sent again.",
         "schema": {"type": "string", "minLength": 1, "maxLength": 255},
     },
 }
@@ -89,8 +88,8 @@ def build_document(routes: Iterable[Route], *, server: str) -> dict[str, Any]:
         openapi_version="3.1.0",
         plugins=[plugin],
         info={
-            "description": "Run the jobs of an app again over past dates: preview, create, watch and steer. A create is "
-            "one transaction: after any answer but a 2xx nothing has changed, and the same request can be sent again.",
+            "description": "Run the jobs of an app again over past dates: preview, create, watch and steer. A create "
+            "is one transaction: after any answer but a 2xx nothing has changed, and the request can be sent again.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         servers=[{"url": server or "/", "description": "Where this API is mounted."}],
@@ -103,27 +102,33 @@ def build_document(routes: Iterable[Route], *, server: str) -> dict[str, Any]:
     assert plugin.converter is not None  # noqa: S101 - set by APISpec
     plugin.converter.add_attribute_function(_date_or_datetime)  # type: ignore[no-untyped-call]
     _add_components(spec)
+    operations: dict[str, dict[str, Any]] = {}
     for route in routes:
-        operation: dict[str, Any] = {
-            "operationId": route.operation_id,
-            "summary": route.summary,
-            "description": inspect.cleandoc(route.view.__doc__ or ""),
-            "tags": [_tag(route)],
-            "responses": _responses(route),
-        }
-        parameters: list[Any] = list(route.parameters)
-        if route.query is not None:
-            parameters.append({"in": "query", "schema": route.query})
-        if route.operation_id == "createBackfill":
-            parameters.append("Idempotency-Key")
-        if parameters:
-            operation["parameters"] = parameters
-        if route.body is not None:
-            content = {"schema": route.body, "example": _EXAMPLE}
-            operation["requestBody"] = {"required": True, "content": {"application/json": content}}
-        existing = spec.to_dict()["paths"].get(route.path, {})
-        spec.path(path=route.path, operations={**existing, route.method.lower(): operation})
+        operations.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    for path, methods in operations.items():
+        spec.path(path=path, operations=methods)
     return spec.to_dict()
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.operation_id,
+        "summary": route.summary,
+        "description": inspect.cleandoc(route.view.__doc__ or ""),
+        "tags": [_tag(route)],
+    }
+    parameters: list[Any] = list(route.parameters)
+    if route.query is not None:
+        parameters.append({"in": "query", "schema": route.query})
+    if route.operation_id == "createBackfill":
+        parameters.append("Idempotency-Key")
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        content = {"schema": route.body, "example": _EXAMPLE}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    operation["responses"] = _responses(route)
+    return operation
 
 
 def _add_components(spec: APISpec) -> None:

@@ -37,7 +37,7 @@ def problem_response(error: BackfillError, *, retry_after: int) -> Response:
         "detail": error.detail,
         **error.members,
     }
-    response = Response(json.dumps(document), error.status, mimetype="application/problem+json")
+    response = Response(json.dumps(document) + "\n", error.status, mimetype="application/problem+json")
     if isinstance(error, TryAgain):
         response.headers["Retry-After"] = str(retry_after)
     return response

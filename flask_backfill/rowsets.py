@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-
 from sqlalchemy.types import TypeEngine
 
 from .models import UTCDateTime
@@ -61,7 +60,7 @@ def _json_each(columns: Columns, document: str) -> sa.Select[Any]:
 
 
 def _json_array_elements(columns: Columns, document: str) -> sa.Select[Any]:
-    each = sa.func.json_array_elements(sa.cast(document, postgresql.JSON)).table_valued("value")
+    each = sa.func.json_array_elements(sa.cast(sa.literal(document, sa.Text), postgresql.JSON)).table_valued("value")
     extracted = (
         (
             sa.type_coerce(sa.func.timezone("UTC", sa.cast(text, sa.DateTime)), type_)

@@ -17,7 +17,7 @@ from marshmallow import fields, validate
 from .errors import InvalidRequest
 from .plan import Request, flat_messages
 from .schedules import EARLIEST, LATEST
-from .states import BackfillState, DateState, OnFailure, ReprocessBehavior, RunState, SkipReason
+from .states import BackfillState, DateState, OnFailure, ReprocessBehavior, SkipReason
 
 _MAX_INTEGER = 2**63 - 1  # what a database's integer can hold
 _MAX_DEPTH = 64
@@ -250,7 +250,16 @@ class ListDagRunsQuery(PageQuery):
 # -- answers
 
 
-class DagRunCounts(ma.Schema):
+class Answer(ma.Schema):
+    """What this API sends."""
+
+    class Meta:
+        """Leaves the document open: later versions may send more."""
+
+        unknown = ma.EXCLUDE
+
+
+class DagRunCounts(Answer):
     """The dates of a backfill by what became of them; ``total`` is their sum at every moment."""
 
     queued = fields.Integer(required=True, metadata={"description": "Waiting to run."})
@@ -265,7 +274,7 @@ class DagRunCounts(ma.Schema):
     total = fields.Integer(required=True, metadata={"description": "All dates of the range."})
 
 
-class Backfill(ma.Schema):
+class Backfill(Answer):
     """A request to run a DAG over a range of dates, and how far it is."""
 
     id = fields.Integer(required=True, metadata={"description": "The backfill's number.", "examples": [1]})
@@ -301,14 +310,14 @@ class Backfill(ma.Schema):
     )
 
 
-class BackfillCollection(ma.Schema):
+class BackfillCollection(Answer):
     """One page of backfills."""
 
     backfills = fields.List(fields.Nested(Backfill), required=True)
     total_entries = fields.Integer(required=True, metadata={"description": "How many there are in all."})
 
 
-class DryRunBackfill(ma.Schema):
+class DryRunBackfill(Answer):
     """A date that would run."""
 
     logical_date = UTCDateTime(required=True, metadata={"description": "The run's logical date."})
@@ -316,7 +325,7 @@ class DryRunBackfill(ma.Schema):
     partition_date = UTCDateTime(required=True, allow_none=True, metadata={"description": "Always null; Airflow's."})
 
 
-class DryRunCounts(ma.Schema):
+class DryRunCounts(Answer):
     """The dates of a range by what a create would do with them."""
 
     create = fields.Integer(required=True, metadata={"description": "Get a new run."})
@@ -324,14 +333,14 @@ class DryRunCounts(ma.Schema):
     skip = fields.Integer(required=True, metadata={"description": "Have a run that is left alone."})
 
 
-class SkippedDate(ma.Schema):
+class SkippedDate(Answer):
     """A date that would be skipped."""
 
     logical_date = UTCDateTime(required=True, metadata={"description": "The existing run's logical date."})
     exception_reason = Choice(SkipReason, required=True, metadata={"description": "Why its run is left alone."})
 
 
-class DryRunBackfillCollection(ma.Schema):
+class DryRunBackfillCollection(Answer):
     """What a create would do."""
 
     backfills = fields.List(
@@ -344,7 +353,7 @@ class DryRunBackfillCollection(ma.Schema):
     skipped = fields.List(fields.Nested(SkippedDate), required=True)
 
 
-class BackfillDagRun(ma.Schema):
+class BackfillDagRun(Answer):
     """A date of a backfill and the run for it."""
 
     logical_date = UTCDateTime(required=True, metadata={"description": "The run's logical date."})
@@ -371,14 +380,14 @@ class BackfillDagRun(ma.Schema):
     error = fields.String(required=True, allow_none=True, metadata={"description": "Why the run failed, if it did."})
 
 
-class BackfillDagRunCollection(ma.Schema):
+class BackfillDagRunCollection(Answer):
     """One page of a backfill's dates, in the order in which they run."""
 
     dag_runs = fields.List(fields.Nested(BackfillDagRun), required=True)
     total_entries = fields.Integer(required=True, metadata={"description": "How many there are in all."})
 
 
-class Dag(ma.Schema):
+class Dag(Answer):
     """Something that runs once per period."""
 
     dag_id = fields.String(required=True, metadata={"description": "The DAG's id.", "examples": ["daily_climate"]})
@@ -401,14 +410,14 @@ class Dag(ma.Schema):
     )
 
 
-class DagCollection(ma.Schema):
+class DagCollection(Answer):
     """The DAGs of this app."""
 
     dags = fields.List(fields.Nested(Dag), required=True)
     total_entries = fields.Integer(required=True, metadata={"description": "How many there are."})
 
 
-class Problem(ma.Schema):
+class Problem(Answer):
     """What went wrong (RFC 9457). Nothing was changed."""
 
     type = fields.String(required=True, metadata={"description": "Always about:blank: the status says the kind."})
@@ -421,7 +430,10 @@ class ActiveProblem(Problem):
     """The backfill's state does not allow this (RFC 9457). Nothing was changed."""
 
     backfill_id = fields.Integer(metadata={"description": "The DAG's active backfill, where one is in the way."})
-    state = Choice(RunState, metadata={"description": "The state of that backfill.", "enum": ["queued", "running"]})
+    state = fields.String(
+        validate=validate.OneOf([BackfillState.QUEUED.value, BackfillState.RUNNING.value]),
+        metadata={"description": "The state of that backfill."},
+    )
 
 
 class InvalidProblem(Problem):
