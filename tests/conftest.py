@@ -90,7 +90,7 @@ def open_database(name: str, tmp_path: Path) -> Iterator[Database]:
         engine_options: dict[str, Any] = {}
     else:
         url = url.set(database=own)
-        engine_options = {"connect_args": {"init_command": "SET innodb_lock_wait_timeout=1, time_zone='+05:30'"}}
+        engine_options = {"connect_args": {"init_command": "SET innodb_lock_wait_timeout=1, lock_wait_timeout=1, time_zone='+05:30'"}}
     try:
         yield Database(name, url.render_as_string(hide_password=False), engine_options)
     finally:
