@@ -17,9 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from .errors import AlreadyActive, InvalidRequest, TryAgain
+from .locks import is_duplicate_key, roll_back
 from .models import UTCDateTime
 from .plan import Plan, Prepared, Request, make_plan
-from .rowsets import Columns, rowsets
+from .rowsets import Columns, among, rowsets
 from .states import BackfillState, DateState, RunState
 from .store import Record, Store, complete_counts
 
@@ -72,9 +73,11 @@ def create_backfill(
     try:
         return _insert_everything(store, prepared, user_name=user_name, idempotency=idempotency, now=now)
     except IntegrityError as error:
+        if connection.dialect.name == "sqlite" or not is_duplicate_key(error):
+            raise  # nobody's race: under SQLite's lock there is none, and trying again would not help
         # Somebody else was first. Who, is read rather than guessed from a constraint's name; the transaction that
         # failed has to end before.
-        store.session.rollback()
+        roll_back(store.session)
         known = _find_by_key(store, idempotency)
         if known is not None and not host_began:
             return known
@@ -161,27 +164,20 @@ def _insert_runs(store: Store, prepared: Prepared, plan: Plan, backfill_id: int)
 
 
 def _redo_runs(store: Store, prepared: Prepared, plan: Plan, backfill_id: int) -> None:
-    """Queue existing runs again, provided that each still has the state for which it was planned."""
+    """Queue existing runs again, provided that each still has a state for which that was planned."""
     DagRun = store.models.DagRun
     connection = store.connection()
-    columns: Columns = {"id": sa.BigInteger(), "state": sa.String(16)}
-    rows = [(run.dag_run_id, run.state) for run in plan.redo.values()]
+    planned_states = sorted({run.state for run in plan.redo.values()})
+    # In this order: MySQL evaluates assignments from left to right, with what the ones before have set.
+    values: list[tuple[Any, Any]] = [(DagRun.previous_state, DagRun.state), (DagRun.state, RunState.QUEUED)]
+    if prepared.dag_run_conf is not None:
+        values += [(DagRun.previous_conf, DagRun.conf), (DagRun.conf, prepared.dag_run_conf)]
+    values += [(DagRun.backfill_id, backfill_id), (DagRun.lost_tries, 0)]
     redone = 0
-    for rowset in rowsets(connection.dialect.name, columns, rows):
-        values = {
-            "state": RunState.QUEUED,
-            "backfill_id": backfill_id,
-            "previous_state": rowset.c.state,
-            "previous_conf": sa.null() if prepared.dag_run_conf is None else DagRun.conf,
-            "lost_tries": 0,
-        }
-        same_run = DagRun.id == rowset.c.id
-        redo = sa.update(DagRun).where(same_run, DagRun.state == rowset.c.state).values(**values)
-        redone += connection.execute(redo).rowcount
-        if prepared.dag_run_conf is not None:
-            # On its own: MySQL does not say in which order the assignments of an UPDATE over a join are made.
-            connection.execute(sa.update(DagRun).where(same_run).values(conf=prepared.dag_run_conf))
-    if redone != len(rows):
+    for these in among(connection.dialect.name, DagRun.id, [run.dag_run_id for run in plan.redo.values()]):
+        redo = store.by_id(sa.update(DagRun)).where(these, DagRun.state.in_(planned_states))
+        redone += connection.execute(redo.ordered_values(*values)).rowcount
+    if redone != len(plan.redo):
         raise TryAgain
 
 

@@ -1,16 +1,20 @@
-"""Which database errors are locks, and how to take SQLite's write lock first.
+"""Which database errors are locks, how to take SQLite's write lock first, and how to let go of everything.
 
 Errors are told apart by the driver's code, never by text: the text of an exception holds the user's values.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.orm import Session
 
 from .errors import UnsupportedEngine
+
+logger = logging.getLogger("flask_backfill")
 
 # https://www.sqlite.org/rescode.html; extended codes carry the primary one in their lowest byte.
 _SQLITE_BUSY = 5
@@ -97,7 +101,8 @@ def refuse_autocommit(connection: sa.Connection) -> None:
     raw: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
         # sqlite3's own autocommit makes commit() and rollback() do nothing (Python 3.12 and newer). SQLAlchemy's
-        # AUTOCOMMIT isolation is another thing and harmless: an explicit BEGIN works there.
+        # AUTOCOMMIT isolation is another thing: our explicit BEGIN works there, though what the host wrote before it
+        # in the same request has been committed already.
         if getattr(raw, "autocommit", None) is True:
             raise UnsupportedEngine(
                 "This SQLite connection was opened with autocommit=True, so nothing could be taken back. Nothing "
@@ -110,6 +115,20 @@ def refuse_autocommit(connection: sa.Connection) -> None:
             "This database connection is in AUTOCOMMIT mode, so nothing could be taken back. Nothing was changed. "
             "Set another isolation_level in SQLALCHEMY_ENGINE_OPTIONS."
         )
+
+
+def is_duplicate_key(error: IntegrityError) -> bool:
+    """Tell whether a server refused a row because another one has its unique key (SQLSTATE 23505, error 1062)."""
+    return error.orig is not None and (_sqlstate(error.orig) == "23505" or _errno(error.orig) == 1062)
+
+
+def roll_back(session: Session) -> None:
+    """Roll back. If that fails the connection is thrown away, and the first error still decides the answer."""
+    try:
+        session.rollback()
+    except Exception:
+        logger.exception("The rollback failed; the connection is discarded.")
+        session.invalidate()
 
 
 def _driver_family(orig: Any) -> str | None:

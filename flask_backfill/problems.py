@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from functools import wraps
 from http import HTTPStatus
@@ -14,9 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from .errors import BackfillError, DatabaseLocked, TryAgain
-from .locks import lock_family
-
-logger = logging.getLogger("flask_backfill")
+from .locks import lock_family, roll_back
 
 _SQLITE_DETAIL = (
     "Database is locked: another connection was writing to this SQLite database for longer than this request may "
@@ -58,25 +55,16 @@ def guard(view: Callable[..., Any], session: Callable[[], Session]) -> Callable[
             if 200 <= response.status_code < 300:
                 session().commit()
             else:
-                _roll_back(session())
+                roll_back(session())
         except DBAPIError as error:
-            _roll_back(session())
+            roll_back(session())
             family = lock_family(error)
             if family is None:
                 raise
             raise DatabaseLocked(_SQLITE_DETAIL if family == "sqlite" else None) from error
         except BaseException:
-            _roll_back(session())
+            roll_back(session())
             raise
         return response
 
     return guarded
-
-
-def _roll_back(session: Session) -> None:
-    """Roll back. If that fails the connection is thrown away, and the first error still decides the answer."""
-    try:
-        session.rollback()
-    except Exception:
-        logger.exception("The rollback failed; the connection is discarded.")
-        session.invalidate()

@@ -19,6 +19,8 @@ from .models import UTCDateTime
 
 Columns: TypeAlias = Mapping[str, TypeEngine[Any]]
 
+MYSQL = ("mysql", "mariadb")
+
 #: Rows of one statement. MySQL takes parameters of 16 MiB by default, and these rows are under 100 bytes.
 ROWS_PER_STATEMENT = 50_000
 
@@ -41,6 +43,23 @@ def rowsets(
     while chunk := list(islice(remaining, ROWS_PER_STATEMENT)):
         document = json.dumps(chunk, default=_datetime_text, separators=(",", ":"))
         yield _FROM_CLAUSES[dialect](columns, document).subquery(name)
+
+
+def among(
+    dialect: str, column: sa.SQLColumnExpression[int], numbers: Collection[int]
+) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield conditions that together hold for the rows with these numbers; none for no numbers.
+
+    MySQL and MariaDB get the numbers themselves: of a subquery they make a join, for which an UPDATE may read, and so
+    lock, the whole table.
+    """
+    if dialect in MYSQL:
+        remaining = iter(numbers)
+        while chunk := list(islice(remaining, ROWS_PER_STATEMENT)):
+            yield column.in_(sa.bindparam("numbers", chunk, expanding=True, literal_execute=True, unique=True))
+    else:
+        for rowset in rowsets(dialect, {"number": sa.BigInteger()}, [(number,) for number in numbers]):
+            yield column.in_(sa.select(rowset.c.number))
 
 
 def _datetime_text(value: object) -> str:

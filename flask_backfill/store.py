@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from .errors import AlreadyCompleted, BackfillNotFound
+from .errors import BackfillNotFound
 from .locks import refuse_autocommit, take_write_lock
 from .models import Models, UTCDateTime
 from .plan import ExistingRun
-from .rowsets import rowsets
-from .states import IN_FLIGHT, BackfillState, DateState, RunState
+from .rowsets import MYSQL, rowsets
+from .states import IN_FLIGHT, DateState, RunState
 
 Record: TypeAlias = dict[str, Any]
 
 #: The columns of a backfill that its answer shows.
-_SHOWN = (
+SHOWN = (
     "id",
     "dag_id",
     "from_date",
@@ -42,24 +42,6 @@ _SHOWN = (
     "completed_at",
     "triggering_user_name",
 )
-
-
-class LockedBackfill(NamedTuple):
-    """A backfill whose row this transaction has locked."""
-
-    id: int
-    dag_id: str
-    is_paused: bool
-    completed_at: datetime | None
-    dag_run_conf: dict[str, Any] | None
-
-    def require_active(self) -> None:
-        """Refuse to go on where it has ended.
-
-        :raises AlreadyCompleted: it has.
-        """
-        if self.completed_at is not None:
-            raise AlreadyCompleted
 
 
 class Store:
@@ -186,7 +168,7 @@ class Store:
             .group_by(Date.backfill_id, sa.literal_column("date_state"))
             .subquery()
         )
-        columns = [getattr(Backfill, name) for name in _SHOWN]
+        columns = [getattr(Backfill, name) for name in SHOWN]
         query = (
             sa.select(*columns, counts.c.date_state, counts.c.number)
             .outerjoin(counts, counts.c.backfill_id == Backfill.id)
@@ -195,7 +177,7 @@ class Store:
         found: dict[int, Record] = {}
         numbers: dict[int, Counter[str]] = {}
         for row in self.connection().execute(query):
-            found.setdefault(row.id, {name: getattr(row, name) for name in _SHOWN})
+            found.setdefault(row.id, {name: getattr(row, name) for name in SHOWN})
             number = numbers.setdefault(row.id, Counter())
             if row.date_state is not None:
                 number[row.date_state] = row.number
@@ -218,84 +200,24 @@ class Store:
             else_=DagRun.state,
         )
 
-    # -- steering: lock_backfill() comes first
+    # -- what MySQL needs to be told
 
-    def lock_backfill(self, backfill_id: int) -> LockedBackfill:
-        """Lock a backfill until the transaction ends, before anything of it or of its runs is changed.
+    def by_id(self, statement: Any) -> Any:
+        """Make MySQL reach the rows of a SELECT or an UPDATE by their primary key.
 
-        :raises BackfillNotFound: there is none.
+        Of a small table it would read, and so lock, all rows instead, and wait for creates and cancels of other DAGs.
         """
-        Backfill = self.models.Backfill
-        query = (
-            sa.select(Backfill.id, Backfill.dag_id, Backfill.is_paused, Backfill.completed_at, Backfill.dag_run_conf)
-            .where(Backfill.id == backfill_id)
-            .with_for_update()
-        )
-        row = self.write_connection().execute(query).one_or_none()
-        if row is None:
-            raise BackfillNotFound
-        return LockedBackfill(*row)
+        name = self.connection().dialect.name
+        if name not in MYSQL:
+            return statement
+        hint = "FORCE INDEX (PRIMARY)"
+        if isinstance(statement, sa.Update):
+            return statement.with_hint(hint, dialect_name=name)
+        return statement.with_hint(statement.get_final_froms()[0], hint, name)
 
-    def set_paused(self, backfill: LockedBackfill, is_paused: bool, *, now: datetime) -> Record:
-        """Pause or unpause an active backfill; nothing happens where it is so already.
-
-        :raises AlreadyCompleted: it has ended.
-        """
-        backfill.require_active()
-        if backfill.is_paused != is_paused:
-            self._update_backfill(backfill.id, is_paused=is_paused, updated_at=now)
-        return self.backfill(backfill.id)
-
-    def cancel(self, backfill: LockedBackfill, *, now: datetime) -> Record:
-        """End an active backfill: what is queued will not run, what is running finishes.
-
-        :raises AlreadyCompleted: it has ended.
-        """
-        backfill.require_active()
-        self._cancel_queued_runs(backfill)
-        self._update_backfill(
-            backfill.id,
-            state=BackfillState.CANCELLED,
-            is_paused=False,
-            active_dag_id=None,
-            completed_at=now,
-            updated_at=now,
-        )
-        return self.backfill(backfill.id)
-
-    def _update_backfill(self, backfill_id: int, **values: Any) -> None:
-        Backfill = self.models.Backfill
-        self.connection().execute(sa.update(Backfill).where(Backfill.id == backfill_id).values(**values))
-
-    def _cancel_queued_runs(self, backfill: LockedBackfill) -> None:
-        """Make new runs cancelled, and give redos that have not started what they had."""
-        DagRun, Date, TaskInstance = self.models.DagRun, self.models.BackfillDagRun, self.models.TaskInstance
-        connection = self.connection()
-        queued = sa.and_(DagRun.backfill_id == backfill.id, DagRun.state == RunState.QUEUED)
-        connection.execute(sa.select(DagRun.id).where(queued).order_by(DagRun.id).with_for_update()).all()
-        connection.execute(
-            sa.update(Date)
-            .where(Date.backfill_id == backfill.id, Date.dag_run_id == DagRun.id, queued)
-            .where(DagRun.previous_state != RunState.CANCELLED)
-            .values(is_cancelled=True)
-        )
-        connection.execute(
-            sa.update(TaskInstance)
-            .where(TaskInstance.dag_run_id == DagRun.id, queued, TaskInstance.state == RunState.QUEUED)
-            .values(
-                state=sa.case(
-                    (DagRun.previous_state.is_(None), RunState.CANCELLED),
-                    else_=sa.func.coalesce(TaskInstance.previous_state, RunState.CANCELLED),
-                )
-            )
-        )
-        # In this order: MySQL evaluates assignments from left to right, with what the ones before have set.
-        restored: list[tuple[Any, Any]] = [(DagRun.state, sa.func.coalesce(DagRun.previous_state, RunState.CANCELLED))]
-        if backfill.dag_run_conf is not None:
-            kept = sa.case((DagRun.previous_state.is_(None), DagRun.conf), else_=DagRun.previous_conf)
-            restored.append((DagRun.conf, kept))
-        restored += [(DagRun.previous_state, None), (DagRun.previous_conf, sa.null())]
-        connection.execute(sa.update(DagRun).where(queued).ordered_values(*restored))
+    def current(self, query: sa.Select[Any]) -> sa.Select[Any]:
+        """Make MySQL read what is, not the snapshot that the transaction's first read has frozen."""
+        return query.with_for_update(read=True) if self.connection().dialect.name in MYSQL else query
 
     # -- runs
 
@@ -344,13 +266,10 @@ class Store:
             self.upsert(
                 DagRun, values | times, rowset, key=("dag_id", "logical_date"), changed=changed, unless=in_a_backfill
             )
-            in_flight = (
-                sa.select(DagRun.id)
-                .join(rowset, DagRun.logical_date == rowset.c.logical_date)
-                .where(DagRun.dag_id == dag_id, in_a_backfill)
-                .with_for_update(read=True, of=DagRun)
-            )
-            refused += len(connection.execute(in_flight).all())
+            same_run = (DagRun.dag_id == dag_id) & (DagRun.logical_date == rowset.c.logical_date)
+            # Outer and without a WHERE: MySQL goes from the dates to the runs then, and locks no others.
+            in_flight = sa.select(sa.case((in_a_backfill, 1), else_=0)).select_from(rowset.outerjoin(DagRun, same_run))
+            refused += sum(connection.scalars(self.current(in_flight)))
         return len(periods) - refused
 
     # -- statements over many rows
@@ -380,7 +299,7 @@ class Store:
         :param unless: leave such rows as they are.
         """
         connection = self.connection()
-        if connection.dialect.name in ("mysql", "mariadb"):
+        if connection.dialect.name in MYSQL:
             insert = self._insert_select(mysql.insert, model, values, source)
             columns = self.models.table(model).c
             assignments = [

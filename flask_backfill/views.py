@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import marshmallow as ma
 from flask import request, url_for
 
-from . import schemas
+from . import schemas, steer
 from .create import IdempotencyKey, create_backfill, plan_backfill
 from .dags import Dag
 from .errors import (
@@ -30,7 +30,7 @@ from .errors import (
 )
 from .plan import Prepared, Request, prepare, require_periods
 from .settings import Settings
-from .store import LockedBackfill, Record, Store
+from .store import Record, Store
 
 logger = logging.getLogger("flask_backfill")
 
@@ -170,19 +170,19 @@ def list_dag_runs(api: Api, backfill_id: str) -> Record:
 def pause(api: Api, backfill_id: str) -> Record:
     """Let no further run start; what is running finishes. Nothing happens if it is paused already."""
     backfill = _lock(api, backfill_id, "pause")
-    return _shown(api, api.store().set_paused(backfill, True, now=_now()))
+    return _shown(api, steer.set_paused(api.store(), backfill, True, now=_now()))
 
 
 def unpause(api: Api, backfill_id: str) -> Record:
     """Let runs start again. Nothing happens if it is not paused."""
     backfill = _lock(api, backfill_id, "unpause")
-    return _shown(api, api.store().set_paused(backfill, False, now=_now()))
+    return _shown(api, steer.set_paused(api.store(), backfill, False, now=_now()))
 
 
 def cancel(api: Api, backfill_id: str) -> Record:
     """End a backfill: no further run starts, what is running finishes."""
     backfill = _lock(api, backfill_id, "cancel")
-    return _shown(api, api.store().cancel(backfill, now=_now()))
+    return _shown(api, steer.cancel(api.store(), backfill, now=_now()))
 
 
 # -- DAGs
@@ -251,9 +251,9 @@ def _readable_backfill(api: Api, backfill_id: str) -> int:
     return number
 
 
-def _lock(api: Api, backfill_id: str, action: str) -> LockedBackfill:
+def _lock(api: Api, backfill_id: str, action: str) -> steer.LockedBackfill:
     """Lock a backfill with which the user may do this. On SQLite nothing may be read before the lock."""
-    backfill = api.store().lock_backfill(_number(backfill_id))
+    backfill = steer.lock_backfill(api.store(), _number(backfill_id))
     if not api.may("read", backfill.dag_id):
         raise BackfillNotFound
     _require(api, action, backfill.dag_id)
