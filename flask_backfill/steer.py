@@ -115,14 +115,11 @@ def _dates_now(store: Store, backfill: LockedBackfill, *, for_update: bool = Fal
 
 
 def _cancel_new_runs(store: Store, dag_run_ids: Collection[int]) -> None:
-    DagRun, TaskInstance = store.models.DagRun, store.models.TaskInstance
+    DagRun = store.models.DagRun
     connection = store.connection()
     for these in among(connection.dialect.name, DagRun.id, dag_run_ids):
         connection.execute(store.by_id(sa.update(DagRun)).where(these).values(state=RunState.CANCELLED))
-    for these in among(connection.dialect.name, TaskInstance.dag_run_id, dag_run_ids):
-        queued = TaskInstance.state == RunState.QUEUED
-        cancelled = store.by_id(sa.update(TaskInstance)).where(these, queued).values(state=RunState.CANCELLED)
-        connection.execute(cancelled)
+    _change_queued_tasks(store, dag_run_ids, state=RunState.CANCELLED)
 
 
 def _cancel_redos(store: Store, backfill: LockedBackfill, dates: Collection[_Date]) -> None:
@@ -137,15 +134,21 @@ def _cancel_redos(store: Store, backfill: LockedBackfill, dates: Collection[_Dat
     dag_run_ids = [date.dag_run_id for date in dates]
     for these in among(dialect, DagRun.id, dag_run_ids):
         connection.execute(store.by_id(sa.update(DagRun)).where(these).ordered_values(*restored))
-    for these in among(dialect, TaskInstance.dag_run_id, dag_run_ids):
-        connection.execute(
-            store.by_id(sa.update(TaskInstance))
-            .where(these, TaskInstance.state == RunState.QUEUED)
-            .values(state=sa.func.coalesce(TaskInstance.previous_state, RunState.CANCELLED))
-        )
+    _change_queued_tasks(store, dag_run_ids, state=sa.func.coalesce(TaskInstance.previous_state, RunState.CANCELLED))
     for these in among(dialect, Date.sort_ordinal, [date.sort_ordinal for date in dates]):
         in_backfill = Date.backfill_id == backfill.id
         connection.execute(store.by_id(sa.update(Date)).where(in_backfill, these).values(is_cancelled=True))
+
+
+def _change_queued_tasks(store: Store, dag_run_ids: Collection[int], **values: Any) -> None:
+    TaskInstance = store.models.TaskInstance
+    connection = store.connection()
+    for these in among(connection.dialect.name, TaskInstance.dag_run_id, dag_run_ids):
+        # With the tasks' ids the keys are whole. By a part of them MySQL locks the gaps beside a run's rows too, where
+        # creates of other DAGs insert theirs.
+        task_ids = connection.scalars(sa.select(TaskInstance.task_id).where(these).distinct()).all()
+        queued = TaskInstance.task_id.in_(task_ids) & (TaskInstance.state == RunState.QUEUED)
+        connection.execute(store.by_id(sa.update(TaskInstance)).where(these, queued).values(**values))
 
 
 class _Date(NamedTuple):

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from conftest import Database, Host, MakeHost, day, days
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.engine import Connection
 from werkzeug.test import TestResponse
 
+from flask_backfill import steer
 from flask_backfill.locks import is_lock_error
 
 BODY = {"dag_id": "daily", "from_date": "2025-03-01", "to_date": "2025-03-10", "reprocess_behavior": "completed"}
@@ -53,9 +56,7 @@ def striking(host: Host, strikes: Callable[[str], bool], error: Callable[[], Exc
 
 
 def sqlite_busy() -> Exception:
-    """Return the driver's own exception for a lock, made by a real one."""
-    holder = sqlite3.connect("file:busy?mode=memory&cache=shared", uri=True)
-    holder.close()
+    """Return an exception shaped as the driver makes it for a lock."""
     error = sqlite3.OperationalError("database is locked")
     error.sqlite_errorcode = sqlite3.SQLITE_BUSY
     error.sqlite_errorname = "SQLITE_BUSY"
@@ -263,6 +264,61 @@ def test_lock_in_a_decorator_is_503(sqlite: Database, make_host: MakeHost) -> No
     with locked(host):
         assert_locked(host, host.get("/openapi.json"))
     assert host.get("/openapi.json").status_code == 200
+
+
+def test_steering_shows_what_is_whatever_the_host_has_read_before(database: Database, make_host: MakeHost) -> None:
+    """MariaDB freezes what a transaction sees at its first read; a worker goes on meanwhile."""
+    meanwhile: list[str] = []
+
+    def configure(app: Flask, db: SQLAlchemy) -> None:
+        @app.before_request
+        def read_then_wait() -> None:
+            if database.name != "sqlite":  # where a reader cannot go on to write once another has written
+                db.session.execute(sa.text("SELECT count(*) FROM dag_run"))
+            while meanwhile:
+                host.execute(meanwhile.pop(0))
+
+    host = make_host(database, configure=configure)
+    backfill = host.create()
+    claim = "UPDATE dag_run SET state = 'running' WHERE logical_date < '2025-03-03'"
+    meanwhile.append(claim)
+    paused = host.put(f"/backfills/{backfill['id']}/pause").json
+    assert (paused["dag_run_counts"]["running"], paused["dag_run_counts"]["queued"]) == (2, 3)
+    meanwhile.append(claim.replace("running", "success"))
+    cancelled = host.put(f"/backfills/{backfill['id']}/cancel").json
+    assert (cancelled["dag_run_counts"]["success"], cancelled["dag_run_counts"]["cancelled"]) == (2, 3)
+    assert host.get(f"/backfills/{backfill['id']}").json == cancelled
+
+
+def test_steering_and_recording_of_different_dags_at_once_wait_for_nobody(
+    server: Database, make_host: MakeHost
+) -> None:
+    """MariaDB locks every row that it reads: each statement must reach its own rows alone, in a small table too."""
+    host = make_host(server)
+    host.create("daily")
+    host.record("neighbour", "failed", *days(1, 5))
+    other = make_host(server)
+    with other.app.app_context():
+        # An open transaction that has recorded runs of one DAG and cancelled its backfill.
+        other.backfill.record_runs("daily", days(11, 12), "success")
+        store = other.backfill.store()
+        steer.cancel(store, steer.lock_backfill(store, 1), now=day(20))
+        made = host.create("neighbour", reprocess_behavior="failed")
+        host.record("neighbour", "success", *days(11, 12))
+        assert host.put(f"/backfills/{made['id']}/cancel").status_code == 200
+        other.db.session.rollback()
+    assert host.get("/backfills/1").json["state"] == "queued"
+
+
+def test_a_constraint_of_the_hosts_is_no_race(host: Host) -> None:
+    """Trying again would not help: it stays the host's error, and nothing is left."""
+    unique = "CREATE UNIQUE INDEX host_own ON backfill (max_active_runs)"
+    host.execute(unique)
+    host.create("neighbour")
+    before = host.tables()
+    response = host.post("/backfills", BODY | {"max_active_runs": 10})
+    assert response.status_code == (500 if host.database.name == "sqlite" else 503)
+    assert host.tables() == before
 
 
 def test_a_text_that_says_locked_is_no_lock() -> None:
