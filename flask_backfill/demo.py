@@ -154,15 +154,21 @@ def create_app() -> Flask:
 
 
 def _create_tables() -> None:
-    """Create the tables and load the observations, unless it is done; two processes may start at once."""
+    """Create the tables and load the observations in one transaction, unless another process has done it."""
+    if _has_tables(db.engine):
+        return
     with db.engine.connect() as connection:
         if db.engine.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-        if not sa.inspect(connection).has_table(seattle_weather.name):
+        if not _has_tables(connection):
             db.metadata.create_all(connection)
             connection.execute(sa.insert(seattle_weather), _seattle_rows())
             connection.execute(sa.insert(sf_temps), _sf_rows())
         connection.commit()
+
+
+def _has_tables(bind: sa.Engine | sa.Connection) -> bool:
+    return sa.inspect(bind).has_table(seattle_weather.name)
 
 
 def _seattle_rows() -> list[dict[str, Any]]:

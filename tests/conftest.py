@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -90,7 +95,8 @@ def open_database(name: str, tmp_path: Path) -> Iterator[Database]:
         engine_options: dict[str, Any] = {}
     else:
         url = url.set(database=own)
-        engine_options = {"connect_args": {"init_command": "SET innodb_lock_wait_timeout=1, lock_wait_timeout=1, time_zone='+05:30'"}}
+        variables = "innodb_lock_wait_timeout=1, lock_wait_timeout=1, time_zone='+05:30'"
+        engine_options = {"connect_args": {"init_command": f"SET {variables}"}}
     try:
         yield Database(name, url.render_as_string(hide_password=False), engine_options)
     finally:
@@ -158,6 +164,39 @@ class Host:
 
 
 MakeHost = Callable[..., Host]
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Return a function that starts a Python program's server and returns its URL once it answers.
+
+    The words of the command follow ``python -m``; ``{port}`` is a free one. Further arguments are its environment.
+    """
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str], **environment: str) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        words = [word.format(port=port) for word in command]
+        log = (tmp_path / f"server{len(servers)}.log").open("wb")
+        with log:
+            server = subprocess.Popen(
+                [sys.executable, "-m", *words], cwd=tmp_path, env=os.environ | environment, stdout=log, stderr=log
+            )
+        servers.append(server)
+        deadline = time.monotonic() + 60
+        while True:
+            assert server.poll() is None, Path(log.name).read_text()
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 1):
+                return f"http://127.0.0.1:{port}"
+            assert time.monotonic() < deadline, Path(log.name).read_text()
+            time.sleep(0.05)
+
+    yield start
+    for server in servers:
+        server.terminate()
+        server.wait(30)
 
 
 def add_dags(backfill: FlaskBackfill) -> None:
