@@ -1,14 +1,16 @@
 """A schedule's ticks between two instants, and where a local day begins. No database, no Flask.
 
-Instants are aware datetimes in UTC. Cron arithmetic is cronsim's, which follows Debian's cron across DST: fields
-with a fixed minute and hour run once per local day, fields that start with ``*`` follow real time.
+Instants are aware datetimes in UTC. Cron arithmetic, on wall clocks, is cronsim's; the way from wall clocks to
+instants is our own and Debian cron's: fields with a fixed minute and hour run once per local day, fields that start
+with ``*`` follow real time. (cronsim's own way is off where the clocks move by half an hour, a day, or at midnight.)
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from heapq import heappop, heappush
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -76,22 +78,52 @@ class CronSchedule(Schedule):
         self._expression = expression
         self._zone = zone
         self._lead = timedelta(0) if zone is UTC else self._LEAD
+        minute, hour = expression.split()[:2]
+        self._follows_real_time = minute.startswith("*") or hour.startswith("*")
 
     def ticks(self, start: datetime) -> Iterator[datetime]:
         # cronsim's first answer is later than what it is given.
         before = max(start, EARLIEST) - self._lead - timedelta(seconds=1)
-        simulated = CronSim(self._expression, before.astimezone(self._zone))
-        instants = (tick.astimezone(UTC) for tick in simulated)
+        walls = CronSim(self._expression, before.astimezone(self._zone).replace(tzinfo=None))
+        if self._zone is UTC:
+            instants: Iterator[datetime] = (wall.replace(tzinfo=UTC) for wall in walls)
+        else:
+            instants = self._every_time(walls) if self._follows_real_time else self._once_a_day(walls)
         return (tick for tick in takewhile(lambda tick: tick < LATEST, instants) if tick >= start)
 
     def last_tick(self, instant: datetime) -> datetime | None:
         # Backwards only to find a place to begin: the ticks themselves are always made forwards.
-        begin = (instant - self._lead + timedelta(seconds=1)).astimezone(self._zone)
-        earlier = next(CronSim(self._expression, begin, reverse=True), begin)
+        begin = instant.replace(microsecond=0) - self._lead + timedelta(seconds=1)
+        wall = begin.astimezone(self._zone).replace(tzinfo=None)
+        earlier = next(CronSim(self._expression, wall, reverse=True), wall)
         last = None
-        for tick in takewhile(lambda tick: tick <= instant, self.ticks(earlier.astimezone(UTC))):
+        for tick in takewhile(lambda tick: tick <= instant, self.ticks(earlier.replace(tzinfo=UTC) - self._lead)):
             last = tick
         return last
+
+    def _every_time(self, walls: Iterable[datetime]) -> Iterator[datetime]:
+        """Yield every instant at which the clock shows one of these times: twice, once, or not at all."""
+        ahead: list[datetime] = []
+        for wall in walls:
+            instants = _instants(wall, self._zone)
+            if not instants:
+                continue
+            while ahead and ahead[0] < instants[0]:
+                yield heappop(ahead)
+            for instant in instants:
+                heappush(ahead, instant)
+
+    def _once_a_day(self, walls: Iterable[datetime]) -> Iterator[datetime]:
+        """Yield one instant for each of these times: its first, or, where the clocks skip it, the end of the skip."""
+        last = EARLIEST - 2 * self._LEAD
+        for wall in walls:
+            instants = _instants(wall, self._zone)
+            if not instants and not _has_day(wall, self._zone):
+                continue
+            tick = instants[0] if instants else _first_instant_at(wall, self._zone)
+            if tick > last:
+                yield tick
+                last = tick
 
 
 class IntervalSchedule(Schedule):
@@ -139,18 +171,7 @@ def first_instant(value: date, zone: tzinfo) -> datetime:
     """
     if isinstance(value, datetime):
         return value.astimezone(UTC)
-    midnight = datetime.combine(value, time(), tzinfo=zone)
-    # On a skipped midnight fold=0 lies behind the skip and fold=1 before it (PEP 495); else they agree, or
-    # fold=0 is the first of two.
-    late, early = midnight.astimezone(UTC), midnight.replace(fold=1).astimezone(UTC)
-    while early < late:
-        middle = early + (late - early) // 2
-        middle = middle.replace(microsecond=0)
-        if middle.astimezone(zone).date() >= value:
-            late = middle
-        else:
-            early = middle + timedelta(seconds=1)
-    return late
+    return _first_instant_at(datetime.combine(value, time()), zone)
 
 
 def last_instant(value: date, zone: tzinfo) -> datetime:
@@ -158,3 +179,30 @@ def last_instant(value: date, zone: tzinfo) -> datetime:
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return first_instant(value + timedelta(days=1), zone) - timedelta(seconds=1)
+
+
+def _instants(wall: datetime, zone: tzinfo) -> list[datetime]:
+    """Return when the clock shows this time: one instant, two where it is turned back, none where it skips."""
+    early, late = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+    if early == late:
+        return [early]
+    return [early, late] if early < late else []  # PEP 495
+
+
+def _first_instant_at(wall: datetime, zone: tzinfo) -> datetime:
+    """Return the first instant at which the clock shows this time, or a later one where it skips it."""
+    # On a skipped time fold=0 lies behind the skip and fold=1 before it (PEP 495); else they agree, or fold=0 is the
+    # first of two.
+    late, early = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+    while early < late:
+        middle = (early + (late - early) // 2).replace(microsecond=0)
+        if middle.astimezone(zone).replace(tzinfo=None) >= wall:
+            late = middle
+        else:
+            early = middle + timedelta(seconds=1)
+    return late
+
+
+def _has_day(wall: datetime, zone: tzinfo) -> bool:
+    """Tell whether the calendar of the zone has this day: Samoa's skipped one when it crossed the date line."""
+    return first_instant(wall.date(), zone).astimezone(zone).date() == wall.date()

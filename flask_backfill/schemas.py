@@ -490,7 +490,9 @@ def parse_json(text: bytes) -> dict[str, Any]:
         raise ValueError(f"{name} is no JSON number")
 
     try:
-        value = json.loads(text.decode(), object_pairs_hook=collect, parse_constant=no_constant)
+        value = json.loads(
+            text.decode(), object_pairs_hook=collect, parse_constant=no_constant, parse_int=_parse_integer
+        )
     except RecursionError:
         raise InvalidRequest({"body": [f"Nested deeper than {_MAX_DEPTH} levels."]}) from None
     except ValueError as error:
@@ -501,6 +503,12 @@ def parse_json(text: bytes) -> dict[str, Any]:
         field = name if members is value else "body"
         raise InvalidRequest({field: [f"The name {name!a} is there twice."]})
     return value
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits) > 400:  # more than the largest float has; from 4,300 on Python refuses with a hint for programmers
+        raise ValueError("an integer has more than 400 digits")
+    return int(digits)
 
 
 def _by_field(messages: Mapping[str, Any]) -> dict[str, list[str]]:

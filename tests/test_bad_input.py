@@ -181,7 +181,11 @@ def test_a_name_that_is_there_twice_is_refused(api: Host, more: bytes, field: st
     assert name in named[field][0]
 
 
-@each("content_type", "|text/plain|application/x-www-form-urlencoded|multipart/form-data|text/json|application/jsonp")
+FORMS_AND_TEXT = "|text/plain|text/json|application/x-www-form-urlencoded|multipart/form-data"
+OTHER_JSON = "application/jsonp|application/problem+json|application/json-seq"
+
+
+@each("content_type", f"{FORMS_AND_TEXT}|{OTHER_JSON}")
 def test_another_content_type_is_refused(api: Host, content_type: str) -> None:
     assert JSON in refused(api, BODY, 415, content_type or None)["detail"]
     assert send(api, "/backfills", BODY, "Application/JSON; charset=utf-8").status_code == 200
