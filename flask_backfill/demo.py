@@ -81,7 +81,9 @@ def daily_climate(run: Run) -> None:
 def hourly_temps(run: Run) -> None:
     """Convert an hour's temperature. The observations have local time: of a doubled hour there is one."""
     local = run.data_interval_start.replace(tzinfo=None)
-    fahrenheit = db.session.scalars(sa.select(sf_temps.c.temp).where(sf_temps.c.hour == local)).one()
+    # The file calls the first hour of daylight saving time 02:00, which is skipped, and not 03:00.
+    observed = sa.select(sf_temps.c.temp).where(sf_temps.c.hour.between(local - timedelta(hours=1), local))
+    fahrenheit = db.session.scalars(observed.order_by(sf_temps.c.hour.desc()).limit(1)).one()
     hour = run.data_interval_start.astimezone(UTC).replace(tzinfo=None)
     _replace(hourly_temps_celsius, hour=hour, temp=(fahrenheit - 32) / 1.8)
 

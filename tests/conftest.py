@@ -196,7 +196,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     yield start
     for server in servers:
         server.terminate()
-        server.wait(30)
+    for server in servers:
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def add_dags(backfill: FlaskBackfill) -> None:

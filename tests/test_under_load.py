@@ -143,7 +143,7 @@ def stop(writer: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize(("number", "apart"), [(20, 0.05), (30, 0.02)])
 def test_one_of_many_creates_beside_a_busy_writer_succeeds(demo: Demo, write: Write, number: int, apart: float) -> None:
-    write(hold=0.02, pause=0.005)
+    writer = write(hold=0.02, pause=0.005)
     for _ in range(ROUNDS):
         answers = demo.create_many(number, apart)
         statuses = Counter(status for status, _, _ in answers)
@@ -152,12 +152,16 @@ def test_one_of_many_creates_beside_a_busy_writer_succeeds(demo: Demo, write: Wr
         assert all(retry_after == "1" for status, retry_after, _ in answers if status == 503)
         assert demo.rows() == {"task_instance": 32, "backfill_dag_run": 32, "dag_run": 32, "backfill": 1}
         demo.clear()
+    assert writer.poll() is None
 
 
 @pytest.mark.parametrize("hold", [0.02, 30], ids=["between two commits", "for the whole time"])
 def test_a_writer_that_never_pauses_leaves_nothing_half_made(demo: Demo, write: Write, hold: float) -> None:
     writer = write(hold=hold, pause=0)
-    statuses = Counter(status for status, _, _ in demo.create_many(20, 0.05))
+    answers = demo.create_many(20, 0.05)
+    assert writer.poll() is None
+    assert all(retry_after == "1" for status, retry_after, _ in answers if status == 503)
+    statuses = Counter(status for status, _, _ in answers)
     assert set(statuses) <= {200, 409, 503}
     assert statuses[200] <= 1
     if hold > 5:  # longer than any of them waits
