@@ -53,6 +53,13 @@ class BackfillNotFound(BackfillError):
     status = 404
 
 
+class DocsNotInstalled(BackfillError):
+    """The documentation page needs flask-swagger-ui: pip install 'flask-backfill[docs]'. The description itself is at
+    openapi.json, beside this page."""
+
+    status = 404
+
+
 class AlreadyActive(BackfillError):
     """There is already a running backfill for this dag"""
 

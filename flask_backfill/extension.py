@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -43,6 +43,7 @@ class FlaskBackfill:
         current_user: Callable[[], str | None] | None = None,
         bind_key: str | None = None,
         table_prefix: str = "",
+        security_schemes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Define the tables and the blueprint; no app is needed yet.
 
@@ -55,6 +56,8 @@ class FlaskBackfill:
         :param current_user: returns the name of who is asking.
         :param bind_key: of the database that holds the tables; the default one if None.
         :param table_prefix: put before the tables' names.
+        :param security_schemes: what the documentation says about how clients show who they are: OpenAPI's Security
+            Scheme Objects by name, such as ``{"token": {"type": "http", "scheme": "bearer"}}``.
         :raises RuntimeError: the app has tables of these names.
         """
         self.dags: dict[str, Dag] = {}
@@ -65,6 +68,7 @@ class FlaskBackfill:
         self._allow_anonymous = allow_anonymous
         self._authorize = authorize
         self._current_user = current_user
+        self._security_schemes = dict(security_schemes or {})
         for route in ROUTES:
             self.blueprint.add_url_rule(
                 route.rule, endpoint=route.operation_id, view_func=self._make_view(route), methods=[route.method]
@@ -185,7 +189,7 @@ class FlaskBackfill:
 
         :param server: the URL or path under which it is mounted.
         """
-        return build_document(ROUTES, server=server)
+        return build_document(ROUTES, server=server, security_schemes=self._security_schemes)
 
     # -- views
 
@@ -194,6 +198,8 @@ class FlaskBackfill:
 
         def view(**arguments: Any) -> Response:
             result = route.view(self, **arguments)
+            if isinstance(result, Response):
+                return result
             reply = result if isinstance(result, Reply) else Reply(result, {})
             data = route.answer().dump(reply.data) if route.answer else reply.data
             response = Response(json.dumps(data) + "\n", mimetype="application/json")

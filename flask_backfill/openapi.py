@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from apispec import APISpec
@@ -76,10 +76,13 @@ _EXAMPLE = {
 }
 
 
-def build_document(routes: Iterable[Route], *, server: str) -> dict[str, Any]:
+def build_document(
+    routes: Iterable[Route], *, server: str, security_schemes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Describe the API.
 
     :param server: the URL or path under which it is mounted.
+    :param security_schemes: OpenAPI's Security Scheme Objects by name; a client needs one of them.
     """
     plugin = MarshmallowPlugin()
     spec = APISpec(
@@ -92,6 +95,7 @@ def build_document(routes: Iterable[Route], *, server: str) -> dict[str, Any]:
             "is one transaction: after any answer but a 2xx nothing has changed, and the request can be sent again.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
+        **({"security": [{name: []} for name in security_schemes]} if security_schemes else {}),
         servers=[{"url": server or "/", "description": "Where this API is mounted."}],
         tags=[
             {"name": "backfills", "description": "Runs of a DAG over a range of past dates."},
@@ -102,8 +106,12 @@ def build_document(routes: Iterable[Route], *, server: str) -> dict[str, Any]:
     assert plugin.converter is not None  # noqa: S101 - set by APISpec
     plugin.converter.add_attribute_function(_date_or_datetime)  # type: ignore[no-untyped-call]
     _add_components(spec)
+    for name, scheme in security_schemes.items():
+        spec.components.security_scheme(name, dict(scheme))
     operations: dict[str, dict[str, Any]] = {}
     for route in routes:
+        if not route.is_described:
+            continue
         operations.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     for path, methods in operations.items():
         spec.path(path=path, operations=methods)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from http import HTTPStatus
 from typing import Any
@@ -50,21 +51,31 @@ def guard(view: Callable[..., Any], session: Callable[[], Session]) -> Callable[
 
     @wraps(view)
     def guarded(**arguments: Any) -> Response:
-        try:
+        with rolling_back(session):
             response = current_app.make_response(view(**arguments))
             if 200 <= response.status_code < 300:
                 session().commit()
             else:
                 roll_back(session())
-        except DBAPIError as error:
-            roll_back(session())
-            family = lock_family(error)
-            if family is None:
-                raise
-            raise DatabaseLocked(_SQLITE_DETAIL if family == "sqlite" else None) from error
-        except BaseException:
-            roll_back(session())
-            raise
         return response
 
     return guarded
+
+
+@contextmanager
+def rolling_back(session: Callable[[], Session]) -> Iterator[None]:
+    """Roll back whatever goes wrong inside, and turn lock errors into our own.
+
+    :raises DatabaseLocked: for a lock error of the database.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        roll_back(session())
+        family = lock_family(error)
+        if family is None:
+            raise
+        raise DatabaseLocked(_SQLITE_DETAIL if family == "sqlite" else None) from error
+    except BaseException:
+        roll_back(session())
+        raise

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import marshmallow as ma
-from flask import request, url_for
+from flask import Response, request, url_for
 
-from . import schemas, steer
+from . import docs, schemas, steer
 from .create import IdempotencyKey, create_backfill, plan_backfill
 from .dags import Dag
 from .errors import (
@@ -24,6 +24,7 @@ from .errors import (
     BackfillNotFound,
     BackfillsNotAllowed,
     DagNotFound,
+    DocsNotInstalled,
     InvalidRequest,
     TryAgain,
     UnsupportedMediaType,
@@ -80,13 +81,14 @@ class Route:
     method: str
     path: str
     operation_id: str
-    view: Callable[..., Record | Reply]
+    view: Callable[..., Record | Reply | Response]
     summary: str
     answer: type[ma.Schema] | None
     body: type[ma.Schema] | None = None
     query: type[ma.Schema] | None = None
     parameters: tuple[str, ...] = ()  # of the path
     errors: tuple[type[BackfillError], ...] = (AccessDenied, TryAgain)
+    is_described: bool = True  # False: a page for people, not a part of the API
 
     @property
     def rule(self) -> str:
@@ -209,6 +211,16 @@ def get_openapi(api: Api) -> Record:
     """Return this API's description."""
     here = url_for(f".{GET_OPENAPI}")
     return api.openapi(here.removesuffix("/openapi.json"))
+
+
+def get_docs(_: Api) -> Response:
+    """Show this API's description, and let it be tried out."""
+    return docs.page()
+
+
+def get_docs_asset(_: Api, asset: str) -> Response:
+    """Answer a file of the documentation page."""
+    return docs.asset(asset)
 
 
 # -- what views share
@@ -411,5 +423,26 @@ ROUTES = (
         summary="Get this description",
         answer=None,
         errors=(AccessDenied,),
+    ),
+    Route(
+        method="GET",
+        path="/docs",
+        operation_id="getDocs",
+        view=get_docs,
+        summary="Show the documentation page",
+        answer=None,
+        errors=(AccessDenied, DocsNotInstalled),
+        is_described=False,
+    ),
+    Route(
+        method="GET",
+        path="/docs/{asset}",
+        operation_id="getDocsAsset",
+        view=get_docs_asset,
+        summary="Get a file of the documentation page",
+        parameters=("asset",),
+        answer=None,
+        errors=(AccessDenied, DocsNotInstalled),
+        is_described=False,
     ),
 )

@@ -23,6 +23,7 @@ HOUSE = [
     "steer",
     "schemas",
     "problems",
+    "docs",
     "views",
     "openapi",
     "cli",
@@ -31,7 +32,7 @@ HOUSE = [
     "demo",
 ]
 #: What only these may know.
-FLASK = {"problems", "views", "cli", "extension", "demo"}
+FLASK = {"problems", "docs", "views", "cli", "extension", "demo"}
 DATABASE = {"locks", "models", "rowsets", "store", "create", "steer", "problems", "extension", "demo"}
 
 PACKAGE = Path(flask_backfill.__file__).parent

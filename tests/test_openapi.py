@@ -56,7 +56,7 @@ def test_the_served_document_is_the_committed_one(sqlite_host: Host, document: d
 
 
 def test_every_route_is_described(document: dict[str, Any]) -> None:
-    assert operations(document).keys() == {route.operation_id for route in ROUTES}
+    assert operations(document).keys() == {route.operation_id for route in ROUTES if route.is_described}
     for operation in operations(document).values():
         assert operation["summary"]
         assert operation["description"]
