@@ -179,6 +179,15 @@ def _redo_runs(store: Store, prepared: Prepared, plan: Plan, backfill_id: int) -
         redone += connection.execute(redo.ordered_values(*values)).rowcount
     if redone != len(plan.redo):
         raise TryAgain
+    columns: Columns = {"logical_date": UTCDateTime(), "data_interval_end": UTCDateTime()}
+    for rowset in rowsets(connection.dialect.name, columns, plan.moved):
+        # Every row is there. A join in its place could make MySQL read, and so lock, the whole table.
+        end = rowset.c.data_interval_end
+        there = {"dag_id": prepared.dag.dag_id, "logical_date": rowset.c.logical_date, "state": RunState.QUEUED}
+        changed = {"data_interval_end": store.offered("data_interval_end")}
+        store.upsert(
+            DagRun, there | {"data_interval_end": end}, rowset, key=("dag_id", "logical_date"), changed=changed
+        )
 
 
 def _insert_dates(store: Store, prepared: Prepared, plan: Plan, backfill_id: int) -> None:

@@ -57,6 +57,7 @@ class ExistingRun(NamedTuple):
 
     dag_run_id: int
     state: str
+    data_interval_end: datetime | None = None  # UTC; of the schedule that the DAG had when the run was written
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,15 @@ class Plan:
         """Return the periods that get a new run, in order."""
         existing = self.redo.keys() | self.skipped.keys()
         return [period for period in self.periods if period.logical_date not in existing]
+
+    @property
+    def moved(self) -> list[Period]:
+        """Return the periods whose run is redone and had another end: the DAG's schedule has changed since."""
+        return [
+            period
+            for period in self.periods
+            if (run := self.redo.get(period.logical_date)) and run.data_interval_end != period.data_interval_end
+        ]
 
     @property
     def to_run(self) -> Iterator[datetime]:

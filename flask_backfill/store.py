@@ -228,10 +228,10 @@ class Store:
         :param last: logical date, UTC, included.
         """
         DagRun = self.models.DagRun
-        query = sa.select(DagRun.logical_date, DagRun.id, DagRun.state).where(
+        query = sa.select(DagRun.logical_date, DagRun.id, DagRun.state, DagRun.data_interval_end).where(
             DagRun.dag_id == dag_id, DagRun.logical_date.between(first, last)
         )
-        return {row.logical_date: ExistingRun(row.id, row.state) for row in self.connection().execute(query)}
+        return {row.logical_date: ExistingRun(*row[1:]) for row in self.connection().execute(query)}
 
     def record_runs(
         self,
@@ -313,6 +313,11 @@ class Store:
                 index_elements=list(key), set_=changed, where=None if unless is None else sa.not_(unless)
             )
         connection.execute(statement)
+
+    def offered(self, column: str) -> sa.ColumnElement[Any]:
+        """Return what the row that an upsert found no place for has in a column, for its changes."""
+        is_mysql = self.connection().dialect.name in MYSQL
+        return sa.literal_column(f"VALUES({column})" if is_mysql else f"excluded.{column}")
 
     def _insert_select(
         self, insert: Callable[[Any], Any], model: type[Any], values: Mapping[str, Any], source: sa.FromClause

@@ -41,18 +41,22 @@ def striking(host: Host, strikes: Callable[[str], bool], error: Callable[[], Exc
     """Raise the driver's own exception in place of the first statement for which ``strikes`` is true."""
     seen: list[str] = []
 
-    def strike(conn: Connection, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+    def strike(cursor: Any, statement: str, *_: Any) -> None:
         if strikes(statement):
             seen.append(statement)
             raise error()
 
     with host.app.app_context():
         engine = host.db.engine
-    sa.event.listen(engine, "before_cursor_execute", strike)
+    # Not before_cursor_execute: what is raised there is not wrapped by SQLAlchemy 2.0, as the driver's errors are.
+    events = ("do_execute", "do_executemany", "do_execute_no_params")
+    for name in events:
+        sa.event.listen(engine, name, strike)
     try:
         yield seen
     finally:
-        sa.event.remove(engine, "before_cursor_execute", strike)
+        for name in events:
+            sa.event.remove(engine, name, strike)
 
 
 def sqlite_busy() -> Exception:

@@ -227,13 +227,16 @@ def test_backwards_makes_no_run_of_the_future(sqlite_host: Host) -> None:
 
 def test_a_range_is_cut_at_what_is_over(sqlite_host: Host) -> None:
     """The run of a period may be created once the period is over, not at its beginning."""
-    today = datetime.now(UTC).date()
-    body = {"dag_id": "daily", "from_date": str(today - timedelta(days=2)), "to_date": str(today + timedelta(days=2))}
+    before = datetime.now(UTC).date()
+    body = {"dag_id": "daily", "from_date": str(before - timedelta(days=2)), "to_date": str(before + timedelta(days=2))}
     dry_run = sqlite_host.post("/backfills/dry_run", body).json
-    assert [date["logical_date"][:10] for date in dry_run["backfills"]] == [
-        str(today - timedelta(days=2)),
-        str(today - timedelta(days=1)),
-    ]
+    after = datetime.now(UTC).date()
+    dates = [str(before - timedelta(days=2)), str(before - timedelta(days=1))]
+    # Across midnight it may be either.
+    assert [date["logical_date"][:10] for date in dry_run["backfills"]] in (
+        dates,
+        [*dates, str(after - timedelta(days=1))],
+    )
 
 
 # -- the history that a plan rests on
@@ -279,9 +282,9 @@ def test_recording_leaves_alone_what_a_backfill_has_in_flight(host: Host, state:
     assert host.tables() == before
     host.execute("UPDATE dag_run SET state = 'failed' WHERE logical_date >= '2025-03-02' AND backfill_id = 1")
     with host.app.app_context():
-        assert host.backfill.record_runs("daily", days(1, 4), "success") == 3
+        assert host.backfill.record_runs("daily", days(1, 4), "running") == 3
         host.db.session.commit()
-    assert [row[1:] for row in recorded(host)] == [(state, 1), *[("success", None)] * 3]
+    assert [row[1:] for row in recorded(host)] == [(state, 1), *[("running", None)] * 3]
     assert [date["state"] for date in host.dates(1)] == [state, "superseded"]
 
 
