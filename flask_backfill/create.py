@@ -137,7 +137,7 @@ def _insert_backfill(
         "created_at": now,
         "updated_at": now,
         "completed_at": None,
-        "triggering_user_name": user_name,
+        "triggering_user_name": None if user_name is None else user_name[:250],
     }
     hidden = {
         "active_dag_id": prepared.dag.dag_id,
@@ -243,9 +243,8 @@ def _find_by_key(store: Store, idempotency: IdempotencyKey | None) -> Record | N
     if found is None:
         return None
     if found.request_hash != idempotency.request:
-        raise InvalidRequest(
-            {"Idempotency-Key": [f"This key came with another request before, which made backfill {found.id}."]}
-        )
+        # Not which backfill: whoever asks may have lost the right to see it since.
+        raise InvalidRequest({"Idempotency-Key": ["This key came with another request before."]})
     return store.backfill(found.id)
 
 

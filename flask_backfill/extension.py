@@ -182,7 +182,7 @@ class FlaskBackfill:
     def user_name(self) -> str | None:
         """Ask ``current_user``."""
         name = self._current_user() if self._current_user else None
-        return None if name is None else str(name)[:250]
+        return None if name is None else str(name)
 
     def openapi(self, server: str) -> Record:
         """Return the description of this API.
@@ -223,7 +223,11 @@ class FlaskBackfill:
         raise AccessDenied("This API is closed. Its log says how to open it. Nothing was changed.")
 
     def _answer_error(self, error: BackfillError) -> Response:
-        return problem_response(error, retry_after=self.settings.retry_after)
+        response = problem_response(error, retry_after=self.settings.retry_after)
+        if self.narrows:
+            # As Flask says by itself where authorize has read the session: whether it was asked must not show.
+            response.vary.add("Cookie")
+        return response
 
 
 def _metadata(db: SQLAlchemy, bind_key: str | None) -> sa.MetaData:

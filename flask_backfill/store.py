@@ -55,6 +55,11 @@ class Store:
         """Return the session's connection to the tables' database, in the session's transaction."""
         return self.session.connection(bind_arguments={"mapper": sa.inspect(self.models.Backfill)})
 
+    @property
+    def locks_whole_database(self) -> bool:
+        """Tell whether the write lock is one for all rows, which is SQLite's way."""
+        return self.session.get_bind(sa.inspect(self.models.Backfill)).dialect.name == "sqlite"
+
     def write_connection(self) -> sa.Connection:
         """Return :meth:`connection`, on SQLite with the write lock.
 

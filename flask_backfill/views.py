@@ -248,7 +248,9 @@ def _query(schema: type[ma.Schema]) -> Any:
 def _find_dag(api: Api, dag_id: str, action: str) -> Dag:
     """Return a DAG with which the user may do this; what one may not read looks as if it were not there."""
     dag = api.dags.get(dag_id)
-    if dag is None or not api.may("read", dag_id):
+    # Asked about an unknown one too, so that not even the time or the cookies of the answer tell them apart.
+    may_read = api.may("read", dag_id)
+    if dag is None or not may_read:
         raise DagNotFound(dag_id)
     _require(api, action, dag_id)
     return dag
@@ -257,19 +259,33 @@ def _find_dag(api: Api, dag_id: str, action: str) -> Dag:
 def _readable_backfill(api: Api, backfill_id: str) -> int:
     """Return the number of a backfill that the user may read."""
     number = _number(backfill_id)
-    dag_id = api.store().dag_id(number)
-    if dag_id is None or not api.may("read", dag_id):
-        raise BackfillNotFound
+    _require_readable(api, api.store().dag_id(number))
     return number
 
 
 def _lock(api: Api, backfill_id: str, action: str) -> steer.LockedBackfill:
-    """Lock a backfill with which the user may do this. On SQLite nothing may be read before the lock."""
-    backfill = steer.lock_backfill(api.store(), _number(backfill_id))
-    if not api.may("read", backfill.dag_id):
+    """Lock a backfill with which the user may do this.
+
+    On SQLite nothing may be read before the lock. On the servers it is the other way round: who waits for a row, or
+    is told that it is locked, knows that it is there.
+    """
+    number = _number(backfill_id)
+    store = api.store()
+    if not api.narrows or store.locks_whole_database:
+        backfill = steer.lock_backfill(store, number)
+        _require_readable(api, backfill.dag_id)
+        _require(api, action, backfill.dag_id)
+        return backfill
+    dag_id = _require_readable(api, store.dag_id(number))
+    _require(api, action, dag_id)
+    return steer.lock_backfill(store, number)
+
+
+def _require_readable(api: Api, dag_id: str | None) -> str:
+    """Return the DAG of a backfill that the user may read; None is that of one which is not there."""
+    if dag_id is None or not api.may("read", dag_id):
         raise BackfillNotFound
-    _require(api, action, backfill.dag_id)
-    return backfill
+    return dag_id
 
 
 def _number(backfill_id: str) -> int:
