@@ -53,7 +53,7 @@ def test_what_the_client_leaves_out_has_airflows_defaults(api: airflow.BackfillA
     created = api.create_backfill(body())
     assert (created.dag_id, created.dag_display_name) == ("daily_climate", "Climate")
     assert (created.from_date, created.to_date) == (body().from_date, body().to_date)
-    assert [getattr(created, name) for name in SETTINGS] == [{}, airflow.ReprocessBehavior.NONE, 10]
+    assert [getattr(created, name) for name in SETTINGS] == [None, airflow.ReprocessBehavior.NONE, 10]
     assert (created.is_paused, created.completed_at) == (False, None)
     assert before <= created.created_at == created.updated_at <= datetime.now(UTC)
 
@@ -136,7 +136,7 @@ def test_what_airflow_lets_pass_and_blocks_for_ever_is_refused(api: airflow.Back
     unknown.additional_properties = {"reproces_behavior": "completed"}
     for sent, name in (
         (body(max_active_runs=0), "max_active_runs"),
-        (body(from_date=datetime(2015, 3, 1)), "from_date"),  # noqa: DTZ001 - naive on purpose
+        (body(from_date=datetime(2015, 3, 1)), "from_date"),
         (unknown, "reproces_behavior"),
     ):
         with pytest.raises(airflow.exceptions.UnprocessableEntityException) as raised:
