@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import marshmallow as ma
 import yaml
+from flask import current_app
 from flask.cli import AppGroup
 
 from .errors import BackfillError, DagNotFound, TryAgain
@@ -18,22 +19,20 @@ from .problems import rolling_back
 from .schedules import first_instant, last_instant
 from .schemas import DateOrDateTime
 from .states import RunState
+from .views import GET_OPENAPI
 
 if TYPE_CHECKING:
     from .extension import FlaskBackfill
 
 
-def make_group(backfill: FlaskBackfill, *, url_prefix: str) -> AppGroup:
-    """Return the commands of one extension.
-
-    :param url_prefix: where the API is mounted.
-    """
+def make_group(backfill: FlaskBackfill) -> AppGroup:
+    """Return the commands of one extension."""
     group = AppGroup("backfill", help="Run the jobs of this app again over past dates.")
 
     @group.command("openapi")
     def openapi() -> None:
         """Print the API's description as YAML."""
-        document = backfill.openapi(url_prefix)
+        document = backfill.openapi(_server(backfill))
         click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100), nl=False)
 
     @group.command("mark")
@@ -64,6 +63,18 @@ def make_group(backfill: FlaskBackfill, *, url_prefix: str) -> AppGroup:
         click.echo(f"{marked} runs of {dag_id} marked as {state}, {dates[0]:%Y-%m-%d} to {dates[-1]:%Y-%m-%d}.{alone}")
 
     return group
+
+
+def _server(backfill: FlaskBackfill) -> str:
+    """Return the path under which the API is mounted on the current app, by the host in another blueprint maybe."""
+    names = [name for name, blueprint in current_app.blueprints.items() if blueprint is backfill.blueprint]
+    if not names:
+        raise click.ClickException(
+            "backfill.blueprint is not registered on this app; register it where init_app() is told not to."
+        )
+    rule = next(current_app.url_map.iter_rules(f"{names[0]}.{GET_OPENAPI}")).rule
+    root: str = current_app.config["APPLICATION_ROOT"]
+    return root.rstrip("/") + rule.removesuffix("/openapi.json")
 
 
 def _parse_date(context: click.Context, parameter: click.Parameter, value: str) -> date:

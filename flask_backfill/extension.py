@@ -91,7 +91,7 @@ class FlaskBackfill:
         app.extensions[_KEY] = read_settings(app.config)
         if register_blueprint:
             app.register_blueprint(self.blueprint, url_prefix=url_prefix)
-        app.cli.add_command(make_group(self, url_prefix=url_prefix))
+        app.cli.add_command(make_group(self))
 
     @property
     def settings(self) -> Settings:

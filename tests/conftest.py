@@ -241,9 +241,11 @@ def build_host(
     config: dict[str, Any] | None = None,
     engine_options: dict[str, Any] | None = None,
     dags: Callable[[FlaskBackfill], None] = add_dags,
+    db: SQLAlchemy | None = None,
+    init_app: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> Host:
-    db = SQLAlchemy()
+    db = db or SQLAlchemy()
     backfill = FlaskBackfill(db, **({"allow_anonymous": True} | arguments))
     dags(backfill)
     app = Flask("host")
@@ -255,7 +257,7 @@ def build_host(
     db.init_app(app)
     if configure:
         configure(app, db)
-    backfill.init_app(app)
+    backfill.init_app(app, **(init_app or {}))
     with app.app_context():
         db.create_all()
     return Host(app, db, backfill, database, app.test_client())
