@@ -55,7 +55,7 @@ class UTCDateTime(sa.types.TypeDecorator[datetime]):
 
 # Alembic writes a type into a migration by its module's name and its repr, without an import. So it writes plain
 # SQLAlchemy there, and a migration keeps working whatever becomes of this class.
-UTCDateTime.__module__ = "sqlalchemy"
+UTCDateTime.__module__ = "sqlalchemy.types"
 
 _Id = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _DagId = sa.String(250)
@@ -178,6 +178,8 @@ def map_models(metadata: sa.MetaData, *, table_prefix: str = "") -> Models:
 
 
 def _define(metadata: sa.MetaData, names: dict[str, str]) -> Models:
+    # What a foreign key needs as its index is a unique constraint here: it goes with its table, where Alembic would
+    # drop an index before the table, which MySQL refuses.
     options = {
         f"{dialect}_{key}": value
         for dialect in ("mysql", "mariadb")
@@ -205,8 +207,8 @@ def _define(metadata: sa.MetaData, names: dict[str, str]) -> Models:
         __table_args__ = (
             sa.ForeignKeyConstraint(["backfill_id"], [Backfill.id], ondelete="SET NULL"),
             sa.UniqueConstraint("dag_id", "logical_date", name=f"uq_{__tablename__}_dag_id_logical_date"),
-            # The next run of a backfill, and its counts.
-            sa.Index(f"ix_{__tablename__}_backfill_id", "backfill_id", "state", "logical_date"),
+            # One run for each date of a backfill. As an index: the backfill's next run, and its counts.
+            sa.UniqueConstraint("backfill_id", "state", "logical_date", name=f"uq_{__tablename__}_backfill_id"),
             options | never_twice,
         )
 
@@ -215,7 +217,7 @@ def _define(metadata: sa.MetaData, names: dict[str, str]) -> Models:
         __table_args__ = (
             sa.ForeignKeyConstraint(["backfill_id"], [Backfill.id], ondelete="CASCADE"),
             sa.ForeignKeyConstraint(["dag_run_id"], [DagRun.id], ondelete="SET NULL"),
-            sa.Index(f"ix_{__tablename__}_dag_run_id", "dag_run_id"),
+            sa.UniqueConstraint("dag_run_id", "backfill_id", name=f"uq_{__tablename__}_dag_run_id"),
             options | clustered,
         )
 
